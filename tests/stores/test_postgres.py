@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -24,6 +25,7 @@ from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.core.item import Message
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
+from dragoman.stores import postgres as postgres_module
 from dragoman.stores import retention
 from dragoman.stores.base import (
     REST,
@@ -117,6 +119,42 @@ async def test_cut_connections_are_reopened(postgres: Postgres) -> None:
     await store.append("a", FIRST)
     await waiting
     await store.close()
+
+
+async def test_followers_of_other_servers_poll_where_there_is_no_connection_to_listen_on(
+    postgres: Postgres, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(postgres_module, "DEAF", 0.3)
+    address = await postgres.database()
+    store, other = PostgresStore(address), PostgresStore(address)
+    await other.begin(record("a"))
+    connection = store._connection
+    attempts: list[float] = []
+
+    async def refused() -> Any:
+        attempts.append(0.0)
+        raise asyncpg.TooManyConnectionsError("no more connections")
+
+    await store.get("t", "a")
+    monkeypatch.setattr(store, "_connection", refused)
+    for length in range(2):
+        waiting = asyncio.create_task(store.wait("a", length, 60.0))
+        await asyncio.sleep(0.05)
+        await other.append("a", replace(FIRST, first=length))
+        assert await asyncio.wait_for(waiting, 20)
+    assert len(attempts) <= 12
+    assert len(caplog.messages) == 1
+    assert "no more connections" in caplog.text
+    assert "is looked for each second" in caplog.text
+    monkeypatch.setattr(store, "_connection", connection)
+    await asyncio.sleep(0.4)
+    waiting = asyncio.create_task(store.wait("a", 2, 60.0))
+    await asyncio.sleep(0.2)
+    assert store._listener is not None, "it listens again"
+    await other.append("a", replace(FIRST, first=2))
+    assert await asyncio.wait_for(waiting, 20)
+    await store.close()
+    await other.close()
 
 
 async def test_connections_that_were_lost_in_silence_are_all_dropped(postgres: Postgres) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import logging
 import os
 import re
 import time
@@ -38,6 +39,8 @@ from .sql import Store
 from .statements import Insert, Row, Steps, bound, read_secret
 
 T = TypeVar("T")
+
+_log = logging.getLogger("dragoman.stores")
 
 
 # ---- the address ---------------------------------------------------------------------------
@@ -534,12 +537,18 @@ class PostgresStore(Store):
                     self._listener = listener
 
 
+DEAF = 10.0
+"""Seconds until it is tried again to listen."""
+
+
 class PostgresPubSub(PubSub):
-    """Pub/sub by LISTEN and NOTIFY, on the channel named like the schema."""
+    """Pub/sub by LISTEN and NOTIFY, on the channel named like the schema. Where there is no
+    connection to listen on, as where the database has no more, subscribers poll."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__()
         self._store = store
+        self._deaf_until = 0.0
 
     async def publish(self, names: Sequence[str]) -> None:
         # A statement of its own, after the commit: a NOTIFY inside would serialise all
@@ -548,7 +557,16 @@ class PostgresPubSub(PubSub):
         await self._store._read(statement, self._store.schema, list(names))
 
     async def listen(self) -> None:
-        await self._store.listen(self._received)
+        if time.monotonic() < self._deaf_until:
+            return
+        try:
+            await self._store.listen(self._received)
+            self._deaf_until = 0.0
+        except StoreError as error:
+            if not self._deaf_until:
+                told = "Until it listens, what other servers write is looked for each second"
+                _log.warning("%s %s.", error, told)
+            self._deaf_until = time.monotonic() + DEAF
 
     def _received(self, connection: Any, process: int, channel: str, name: object) -> None:
         self.notify(str(name))
