@@ -566,6 +566,16 @@ def test_tools_of_the_server_run_here_and_their_calls_are_shown(
     assert "It is The user did not allow this call." in shown
 
 
+def test_a_file_sees_no_words_of_the_command(typed: Typed, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "mine.py"
+    monkeypatch.setattr("sys.argv", ["dragoman", "agent", str(file)])
+    file.write_text(
+        "import sys\nfrom dragoman import Agent\nagent = Agent(*sys.argv[1:], 'script')\n"
+    )
+    typed("Count to three.")
+    assert "1, 2, 3." in seen("agent", str(file))
+
+
 def test_a_file_without_a_tool_is_refused(capsys, tmp_path) -> None:
     file = tmp_path / "tools.py"
     file.write_text("def pay(amount: int) -> str: ...\n")

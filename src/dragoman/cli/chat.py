@@ -323,6 +323,7 @@ def _in_file(path: Path, kind: type[T]) -> list[T]:
     """The objects of a type in the global names of a Python file; of several agents
     the one called `agent`. Raises ConfigurationError for a file that cannot be run."""
     sys.path.insert(0, str(path.parent.absolute()))
+    sys.argv = [str(path)]  # the command's own words are not for the file
     try:
         names = runpy.run_path(str(path), run_name=path.stem)
     except (OSError, SyntaxError, ImportError) as error:
