@@ -303,6 +303,10 @@ def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
         Model("script", temprature=0)
     with pytest.raises(ValueError, match="script has no option heat"):
         Model("script", heat=0)
+    with pytest.raises(TypeError, match="temperature: Expected `float "):
+        Model("script", temperature="0")
+    with pytest.raises(TypeError, match="max_output_tokens: Expected `int "):
+        lm.with_sampling_params(max_tokens="5")
 
 
 def test_limits_around_a_program_apply_to_what_it_generates() -> None:

@@ -18,7 +18,7 @@ from weakref import finalize
 from msgspec import Struct
 
 from dragoman.client.answer import Spent
-from dragoman.client.client import LOOP, Client, SyncClient, connect, write_file
+from dragoman.client.client import LOOP, Client, SyncClient, build_request, connect, write_file
 from dragoman.core.error import hint
 from dragoman.core.interfaces import Engine
 from dragoman.core.item import Item, Token
@@ -120,6 +120,7 @@ class Model:
                 if not near:
                     raise
                 raise TypeError(f"there is no setting {near[0]} ({error})") from None
+        _check(settings)
         self._target = Target(client, model, logprobs)
         self._settings: Mapping[str, Any] = settings
         self._state = State()
@@ -310,6 +311,7 @@ class Model:
         if unknown := sorted(given.keys() - _SETTINGS):
             known = ", ".join(sorted(_SETTINGS))
             raise TypeError(f"there is no setting {unknown[0]!r}; there are {known}")
+        _check(given)
         merged = {**self._settings, **given}
         return self._of(self._state, {k: v for k, v in merged.items() if v is not None})
 
@@ -356,6 +358,13 @@ class Model:
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
         write_file(path, self.dump())
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raises TypeError for a setting of the wrong type, in the words of a client's."""
+    named = {"effort": "reasoning", "max_tokens": "max_output_tokens"}
+    given = {named.get(name, name): each for name, each in settings.items()}
+    build_request((), given, stream=True)
 
 
 def _checked(value: Call, given: object, kind: type[_M]) -> _M:
