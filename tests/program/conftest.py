@@ -79,7 +79,7 @@ def pocket() -> Iterator[Engine]:
 def no_compiler_is_left() -> Iterator[None]:
     """A module closes the models that it loads."""
     byte_compiler().constrain(Grammar('start: "a"'))
-    search.first("a", "a")
+    search.whole("a", "a")
     before = compilers()
     yield
     assert compilers() <= before | SHARED, "close the models that were loaded here"

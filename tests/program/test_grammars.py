@@ -4,18 +4,21 @@ It recognises nodes by Python's regular expressions and `jsonschema`, and knows 
 nor what nodes are lowered to.
 """
 
+import asyncio
 import json as stdlib_json
 import random
 import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dragoman.engines.child import Limits
 from dragoman.engines.script import Script
 from dragoman.program import (
     Model,
@@ -29,6 +32,7 @@ from dragoman.program import (
     program,
     regex,
     repeat,
+    search,
     select,
     substring,
     user,
@@ -48,6 +52,7 @@ from dragoman.program.nodes import (
     Select,
     Substring,
 )
+from dragoman.program.search import MAX_MEMORY
 from tests.agent.stage import Model as Stage
 from tests.cost import seconds
 from tests.program.test_properties import NODES, example
@@ -316,15 +321,15 @@ def test_a_stop_regex_is_not_looked_for_in_all_of_a_long_answer_with_each_piece(
 def test_a_stop_regex_is_looked_for_seldom_where_that_takes_long(monkeypatch) -> None:
     looked = []
 
-    def first(pattern: str, text: str) -> None:
+    async def first(pattern: str, text: str) -> None:
         looked.append(text)
-        time.sleep(0.02)
+        await asyncio.sleep(0.02)
 
     monkeypatch.setattr("dragoman.program.search.first", first)
     with assistant():
         found = Model(Stage("several " * 400)) + gen("it", stop_regex="[yz][yz]")
     assert len(found["it"]) == 3_200
-    assert len(looked) < 20  # and not 90, each of which holds up the other programs
+    assert len(looked) < 20  # and not 90, each of which is a process
     assert looked[-1] == found["it"]
 
 
@@ -353,6 +358,47 @@ def test_a_pattern_that_takes_years_for_a_text_matches_nothing() -> None:
 def test_a_stop_regex_that_takes_years_for_a_text_is_an_error() -> None:
     with assistant(), pytest.raises(ProgramError, match="takes more than 1 s"):
         Model(Stage(LOOPS)) + gen("it", stop_regex="(a|a)*b")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        gen(stop_regex="(a|a)*b"),
+        regex("(?:a|a)*b"),
+        select([regex("(?:a|a)*b", name="x"), regex("a*", name="y")]),
+    ],
+)
+async def test_the_event_loop_goes_on_while_a_regex_is_looked_for(node) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async with assistant():
+        ticking = asyncio.create_task(tick())
+        with suppress(ProgramError):
+            await Model(Stage(LOOPS)).run(node)
+    ticking.cancel()
+    assert ticks > 20  # and not 2: the search takes its second
+
+
+async def test_a_cancelled_program_ends_its_search(monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.program.search._LIMITS", Limits(100, MAX_MEMORY))
+    async with assistant():
+        asking = asyncio.create_task(Model(Stage(LOOPS)).run(gen(stop_regex="(a|a)*b")))
+    while not (turns := dict(search._POOL._running)):
+        await asyncio.sleep(0.01)
+    assert turns == {"(a|a)*b": 1}
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asking, 10)
+    async with asyncio.timeout(10):
+        while +search._POOL._running:
+            await asyncio.sleep(0.01)
 
 
 def test_a_pattern_is_found_in_any_text() -> None:

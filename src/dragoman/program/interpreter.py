@@ -219,7 +219,7 @@ class Run:
             **{"tools": ask.tools, "tool_choice": ask.tool_choice, **about},
         )
 
-    async def _answer(self, request: Request, watch: Callable[[Any], bool] | None) -> Answer:
+    async def _answer(self, request: Request, watch: _Watch | None) -> Answer:
         """The answer to a request. `watch` gets the deltas of its first choice, and returns true
         to stop the stream. Raises AnswerError."""
         first: list[bool] = []
@@ -229,7 +229,7 @@ class Run:
                     case ItemAdded(choice=choice):
                         first.append(choice == 0)
                     case EventDelta(index=index) if watch is not None and first[index]:
-                        if watch(event):
+                        if await watch(event):
                             break
                     case Failed(fault=fault):
                         left = None if first else self._without(request, fault)
@@ -290,7 +290,7 @@ class Run:
             ended = answer.end == "length" or request.sampling.stop
             if ended and watch.inside(answer.text) and not answer.calls:
                 answer = await self._past(request, answer, watch, label(value))
-            watch.close(answer.text)
+            await watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, request)
             if not calls:
                 return
@@ -316,7 +316,7 @@ class Run:
         if not (inside or watch.repeats(whole.text)):
             return answer if limited else whole
         self.target.stops = False
-        over = (limited or whole.end == "length") and watch.cut(whole.text)[1] is None
+        over = (limited or whole.end == "length") and (await watch.cut(whole.text))[1] is None
         if inside or over:
             problem = f"{what}: {self.target.name} begins its answer anew, and max_tokens ended it "
             problem += "too soon. Leave that out, or put what is before it into a user's message."
@@ -348,7 +348,7 @@ class Run:
                             self.state = self.state.added(part)
                         if not isinstance(part, Text):
                             continue
-                        part_text, found = watch.cut(part.text)
+                        part_text, found = await watch.cut(part.text)
                         stop_text = found if found is not None else stop_text
                         text += part_text
                         at = len(part.text) - len(watch.lead(part.text))
@@ -385,7 +385,7 @@ class Run:
         choices = [answer.choice(number) for number in range(1, min(have, count))]
         choices += [each.choice(0) for each in await asyncio.gather(*lacking)]
         texts = ("".join(i.text for i in items if isinstance(i, Message)) for items in choices)
-        return [watch.cut(text)[0] for text in texts]
+        return [(await watch.cut(text))[0] for text in texts]
 
     async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
         """Run calls concurrently, and add their results in order. An error is a result, too."""
@@ -457,19 +457,19 @@ class Run:
             if text is not None and own is not None and fitting(body, text):
                 matching, sure = text, "enforced"
             elif text is not None and (own is None or not own.plain):
-                matching = find(body, text.removeprefix(prefix))
+                matching = await search.apart(label(body), find, body, text.removeprefix(prefix))
             if matching is None and own is None:
                 matching = by_probability(body, answer)
             if matching is not None:
-                self._keep(value, options, answer, matching, sure, watch)
+                await self._keep(value, options, answer, matching, sure, watch)
                 return
             if answer.refusal or answer.end in ("length", "content_filter", "refused"):
-                self._keep(value, options, answer, text or "", "best-effort", watch)
+                await self._keep(value, options, answer, text or "", "best-effort", watch)
                 return
             # The server ignored this constraint; try the next one.
             own = next(means, own if wanted == "enforced" else None)
         if wanted == "best-effort" and latest is not None:
-            self._keep(value, options, latest, latest.text, "best-effort")
+            await self._keep(value, options, latest, latest.text, "best-effort")
             return
         shown = latest.text[:200] if latest is not None else ""
         problem = (
@@ -479,7 +479,7 @@ class Run:
         )
         raise ProgramError(Fault("upstream_error", problem, "upstream"))
 
-    def _keep(
+    async def _keep(
         self,
         value: Node,
         options: Options,
@@ -511,7 +511,7 @@ class Run:
         body = value.body if isinstance(value, Bound) else value
         if end == "stop" or fitting(body, text):
             with suppress(FaultError):
-                for name, inner in captured(body, text).items():
+                for name, inner in (await search.apart(label(body), captured, body, text)).items():
                     each = inner if isinstance(inner, list) else [inner]
                     for one in each:
                         own: list[Token] = []
@@ -594,11 +594,11 @@ class _Watch:
         """Whether there is anything to show, or to find."""
         return bool(self._emit or self._stops or self._patterns)
 
-    def __call__(self, event: EventDelta) -> bool:
+    async def __call__(self, event: EventDelta) -> bool:
         """Take a delta; whether nothing after it is needed."""
         kind, data = event.kind, event.data
         if kind == "text":
-            return self._take(data)
+            return await self._take(data)
         if self._emit and kind in ("reasoning", "summary"):
             self._emit("reasoning", data, None, self._state)
         elif self._emit and kind == "transcript":
@@ -607,12 +607,12 @@ class _Watch:
             self._emit("audio", data, self._name, self._state)
         return False
 
-    def close(self, text: str) -> None:
+    async def close(self, text: str) -> None:
         """Emit what was held back; `text` is the whole answer."""
-        if self._emit and (rest := self.cut(text)[0][self.shown :]):
+        if self._emit and (rest := (await self.cut(text))[0][self.shown :]):
             self._show(rest, "text")
 
-    def _take(self, data: str) -> bool:
+    async def _take(self, data: str) -> bool:
         if data and self._spaced:
             data, self._begun = data if self._begun else data.removeprefix(" "), True
             if not data:
@@ -628,7 +628,7 @@ class _Watch:
                 self._show(data, "text")
             return False
         if self._patterns:
-            return self._growing.look(data, self._found)
+            return await self._growing.look(data, self._found)
         shown = self._scanner.feed(data)
         if shown and self._emit:
             self._show(shown, "text")
@@ -660,18 +660,18 @@ class _Watch:
         text = self._unrepeated(text)
         return text.removeprefix(" ") if self._spaced else text
 
-    def cut(self, text: str) -> tuple[str, str | None]:
+    async def cut(self, text: str) -> tuple[str, str | None]:
         """A whole text up to the first stop, and the stop."""
         text = self.lead(text)
         hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        hits += self._found(text)
+        hits += await self._found(text)
         at, stop = min(hits, default=(len(text), None))
         return text[:at], stop
 
-    def _found(self, text: str) -> list[tuple[int, str]]:
+    async def _found(self, text: str) -> list[tuple[int, str]]:
         """Where a `stop_regex` matches, and what of the text."""
         try:
-            hits = [search.first(each, text) for each in self._patterns]
+            hits = [await search.first(each, text) for each in self._patterns]
         except FaultError as error:
             raise ProgramError(error.fault) from error
         return [(hit.start, text[hit.start : hit.end]) for hit in hits if hit is not None]

@@ -1,30 +1,36 @@
 """Searches texts of models by Python's regular expressions, in a process with limits.
 
 What repeats within a repeat takes years for some texts of forty letters, while `re` lets no other
-thread run.
+thread run. A search takes some milliseconds, up to seconds, for which no event loop waits.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError, quoted
 from dragoman.engines.child import Child, ChildError, GivenUpError, Limits
+from dragoman.engines.turns import ThreadPool
 
 MAX_SECONDS, MAX_MEMORY = 1, 256 * 1024 * 1024
 """Seconds of the processor, and bytes of memory, that one search may take."""
 MAX_HITS = 1000
 """The most hits of a search, of those that are not empty."""
 REST = 20
-"""After how many times as long as a search took a text that grows is searched again: a search takes
-some milliseconds, for which other programs of the event loop wait."""
+"""After how many times as long as a search took a text that grows is searched again: each search is
+a process, for which the text's stream waits."""
 _LIMITS = Limits(MAX_SECONDS, MAX_MEMORY)
+_CHILD = Child(f"{__name__}:searching", b"")
+_POOL = ThreadPool()
+_T = TypeVar("_T")
 
 
 class Hit(Struct, frozen=True, array_like=True):
@@ -35,9 +41,15 @@ class Hit(Struct, frozen=True, array_like=True):
     groups: dict[str, tuple[int, int]]
 
 
-def first(pattern: str, text: str) -> Hit | None:
+async def apart(subject: str, work: Callable[..., _T], *given: object) -> _T:
+    """Run work that searches, in a thread. Cancelling this ends the search. What is searched for
+    different subjects takes turns."""
+    return await _POOL.run(subject, partial(copy_context().run, work, *given))
+
+
+async def first(pattern: str, text: str) -> Hit | None:
     """The first hit. Raises FaultError, as the others do, where that takes too long."""
-    return next(iter(_ask("search", pattern, text)), None)
+    return next(iter(await apart(pattern, _ask, "search", pattern, text)), None)
 
 
 def whole(pattern: str, text: str) -> Hit | None:
@@ -58,7 +70,7 @@ class Growing:
         self._size = self._due = 0
         self._rested = 0.0
 
-    def look(self, piece: str, found: Callable[[str], object]) -> bool:
+    async def look(self, piece: str, found: Callable[[str], Awaitable[object]]) -> bool:
         """Take a piece; whether something is found, where it is time to look again."""
         self._pieces.append(piece)
         self._size += len(piece)
@@ -66,7 +78,7 @@ class Growing:
         if self._size < self._due or began < self._rested:
             return False
         self._due = self._size + self._size // 16
-        seen = bool(found("".join(self._pieces)))
+        seen = bool(await found("".join(self._pieces)))
         self._rested = (ended := monotonic()) + REST * (ended - began)
         return seen
 
@@ -76,7 +88,7 @@ def _ask(how: str, pattern: str, text: str) -> list[Hit]:
         (how, *(each.encode(errors="surrogatepass") for each in (pattern, text)))
     )
     try:
-        answer = _child().ask(message, _LIMITS)
+        answer = _CHILD.ask(message, _LIMITS)
     except (ChildError, GivenUpError) as error:
         problem = (
             f"To look for {quoted(pattern)} in what the model wrote takes more than {MAX_SECONDS} "
@@ -84,11 +96,6 @@ def _ask(how: str, pattern: str, text: str) -> list[Hit]:
         )
         raise FaultError(Fault("upstream_error", problem, "upstream")) from error
     return msgspec.msgpack.decode(answer, type=list[Hit])
-
-
-@cache
-def _child() -> Child:
-    return Child(f"{__name__}:searching", b"")
 
 
 def searching(setup: bytes) -> Callable[[bytes], bytes]:
