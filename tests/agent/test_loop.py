@@ -325,6 +325,19 @@ async def test_a_rule_that_raises_fails_the_answer() -> None:
     assert events[-1].fault.message == "nobody is there"
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_exception_of_approve_is_the_applications_own(is_async) -> None:
+    async def wait(_: Any) -> bool:
+        raise EOFError("no line")
+
+    def approve(asked: Any) -> Any:
+        return wait(asked) if is_async else [][0]
+
+    events = await heard(loop(Model(call("delete")), delete, approve=approve), ASKED)
+    expected = "EOFError: no line" if is_async else "IndexError: list index out of range"
+    assert events[-1].fault.message == f"`approve` raised {expected}"
+
+
 # ---- budgets ---------------------------------------------------------------------------------
 
 

@@ -628,6 +628,10 @@ def test_what_follows_the_arguments_belongs_to_the_description() -> None:
 
 
 def test_a_misspelled_approval_or_next_speaker_is_refused() -> None:
+    with pytest.raises(TypeError, match="add: seconds: is of type str, and must be Real"):
+        tool(seconds="5")(add)
+    with pytest.raises(TypeError, match="add: auto_truncate: is of type str, and must be Integral"):
+        tool(auto_truncate="x")(add)
     with pytest.raises(ValueError, match="approval is 'ask'"):
         tool(approval="ask")(add)
     with pytest.raises(ValueError, match="after is 'users'"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from numbers import Number
 from pathlib import Path
@@ -138,6 +139,12 @@ class Agent:
         self.meter = meter or Meter(budget, prices or {})
         self.output = None if output is str else OutputType(output)
         self.approve, self.state, self.settings = approve, state, dict(settings or {})
+        if approve is not None:
+            with suppress(ValueError):  # some of C have no signature
+                try:
+                    inspect.signature(approve).bind(None)
+                except TypeError as error:
+                    raise TypeError(f"approve: is called with one call: {error}") from None
         self.context = checked("context", context, Number, NoneType)
         self.max_rounds = checked("max_rounds", max_rounds, Number, NoneType)
         self.retries = checked("retries", retries, Number)

@@ -7,6 +7,7 @@ of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import deque
@@ -82,11 +83,14 @@ from dragoman.tools.run import (
     Recorded,
     Result,
     Runner,
+    message_of,
     not_run,
 )
 from dragoman.wire.responses.items import WIRE
 
 from .budget import Meter
+
+_log = logging.getLogger("dragoman")
 
 AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
@@ -199,8 +203,15 @@ class Loop(Wrapper):
             return True
         if self._approve is None:
             return None
-        decision = self._approve(call)
-        decision = await decision if isinstance(decision, Awaitable) else decision
+        try:
+            decision = self._approve(call)
+            decision = await decision if isinstance(decision, Awaitable) else decision
+        except FaultError:
+            raise
+        except Exception as error:  # the application's, and no bug of an engine
+            _log.warning("approve failed for a call of %s", call.name, exc_info=error)
+            problem = f"`approve` raised {message_of(error)}"
+            raise FaultError(Fault("internal", problem)) from error
         return decision if decision is None or isinstance(decision, str) else bool(decision)
 
     def check(self, request: Request, output: Sequence[Item]) -> Request | None:

@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from functools import partial, update_wrapper
+from numbers import Integral, Real
 from typing import (
     Annotated,
     Any,
@@ -78,6 +79,14 @@ class PythonTool:
             )
         if after not in get_args(Next):
             raise ValueError(f"{name}: after is {after!r}, and must be model or user")
+        numbers: dict[str, tuple[Any, type]] = {
+            "seconds": (seconds, Real),
+            "auto_truncate": (auto_truncate, Integral),
+        }
+        for option, (value, kind) in numbers.items():
+            if value is not None and not isinstance(value, kind):
+                problem = f"is of type {type(value).__name__}, and must be {kind.__name__}"
+                raise TypeError(f"{name}: {option}: {problem}")
         if inspect.isasyncgenfunction(function):
             raise TypeError(f"{name}: an asynchronous generator is no tool; return a list")
         if not _NAME.fullmatch(name):

@@ -294,7 +294,7 @@ class Runner:
         else:
             output = task.result()
         if isinstance(output, BaseException):
-            words = truncated(_clean(_said(output)), most)
+            words = truncated(_clean(message_of(output)), most)
             if not isinstance(output, ToolError):
                 words = f"The tool {call.name!r} failed. {words}"
             return failed(call, words, retry=tool.auto_retry)
@@ -359,7 +359,8 @@ def _item(call: Call, output: Output) -> CallOutput:
     return FunctionCallOutput(call.call_id, output)
 
 
-def _said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What an exception of the application's code says, with its type."""
     try:
         words = str(error)
     except Exception:
