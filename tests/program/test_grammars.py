@@ -9,6 +9,7 @@ import json as stdlib_json
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -52,7 +53,6 @@ from dragoman.program.nodes import (
     Select,
     Substring,
 )
-from dragoman.program.search import MAX_MEMORY
 from tests.agent.stage import Model as Stage
 from tests.cost import seconds
 from tests.program.test_properties import NODES, example
@@ -386,19 +386,26 @@ async def test_the_event_loop_goes_on_while_a_regex_is_looked_for(node) -> None:
 
 
 async def test_a_cancelled_program_ends_its_search(monkeypatch) -> None:
-    monkeypatch.setattr("dragoman.program.search._LIMITS", Limits(100, MAX_MEMORY))
+    begun, ended = threading.Event(), threading.Event()
+    ask = search._ask
+
+    def observed(*given: str) -> list[search.Hit]:
+        begun.set()
+        try:
+            return ask(*given)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(search, "_LIMITS", Limits(100, search.MAX_MEMORY))
+    monkeypatch.setattr(search, "_ask", observed)
     async with assistant():
         asking = asyncio.create_task(Model(Stage(LOOPS)).run(gen(stop_regex="(a|a)*b")))
-    while not (turns := dict(search._POOL._running)):
-        await asyncio.sleep(0.01)
-    assert turns == {"(a|a)*b": 1}
+    assert await asyncio.to_thread(begun.wait, 30)
     await asyncio.sleep(0.1)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asking, 10)
-    async with asyncio.timeout(10):
-        while +search._POOL._running:
-            await asyncio.sleep(0.01)
+        await asking
+    assert await asyncio.to_thread(ended.wait, 30)
 
 
 def test_a_pattern_is_found_in_any_text() -> None:
