@@ -1,5 +1,6 @@
 """JSON: keywords of a schema are kept or refused by name, and no wrong answer is accepted."""
 
+import datetime
 import json
 import random
 
@@ -41,3 +42,14 @@ def test_what_matches_is_valid() -> None:
                 count += 1
                 assert jsonschema.Draft202012Validator(each).is_valid(value), (each, value)
     assert count
+
+
+@pytest.mark.parametrize(
+    ("kind", "good"), [(datetime.datetime, "2026-01-01T12:00:00"), (datetime.time, "12:00:00")]
+)
+def test_times_are_enforced_and_their_seconds_end(kind, good) -> None:
+    node = p.json(schema=kind)
+    for text in ("Z", "+01:00", ".123456789-05:30"):
+        assert p.match(node, json.dumps(good + text)) is not None
+    for text in ("unknown", good, f"{good}.{'1' * 10}Z", f"{good}."):
+        assert p.match(node, json.dumps(text)) is None

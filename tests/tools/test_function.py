@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import enum
 import functools
 import json
@@ -661,3 +662,34 @@ async def test_functions_that_hang_have_a_limit(monkeypatch) -> None:
     go.set()
     assert await waiting == "Done."
     assert await as_tool(hangs).call("{}", asked) == "Done."
+
+
+class Slot(msgspec.Struct, tag=True):
+    at: datetime.datetime
+    after: Slot | None = None
+
+
+class Day(msgspec.Struct, tag=True, array_like=True):
+    hours: tuple[int, datetime.time]
+
+
+@dataclasses.dataclass
+class Plan:
+    slots: list[Slot | datetime.datetime | None]
+    day: Day
+    by_name: dict[str, datetime.time]
+    local: Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+
+
+def test_times_have_their_formats_wherever_they_are() -> None:
+    def f(plan: Plan, at: datetime.datetime | None = None) -> None: ...
+
+    schema = json.dumps(as_tool(f).spec.parameters)
+    moment, hour = ({"type": "string", "format": each} for each in ("date-time", "time"))
+    assert schema.count(json.dumps(moment)) == 3  # of `at`, of a slot, of its `at`
+    assert schema.count(json.dumps(hour)) == 2
+    assert schema.count('"format"') == 5  # a local time has none
+    typed = OutputType(datetime.datetime)
+    assert typed.value('{"value": "2026-01-01T12:00:00Z"}').tzinfo is datetime.UTC
+    with pytest.raises(ToolError, match="RFC3339"):
+        typed.value('{"value": "unknown"}')

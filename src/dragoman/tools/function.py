@@ -337,6 +337,7 @@ def _same(value: Any) -> Any:
 def _schema(struct: type[msgspec.Struct]) -> dict[str, JSON]:
     """The schema of the parameters: without titles, with definitions used once in their place."""
     (top,), definitions = msgspec.json.schema_components([struct], schema_hook=_adapted_schema)
+    _add_formats(msgspec.inspect.type_info(struct), top, dict(definitions), set())
     root = definitions.pop(top["$ref"].removeprefix("#/$defs/"))
     for field in msgspec.structs.fields(struct):
         if field.default_factory is not msgspec.NODEFAULT:
@@ -348,6 +349,61 @@ def _schema(struct: type[msgspec.Struct]) -> dict[str, JSON]:
                 json.dumps(default, allow_nan=False)
                 root["properties"][field.name]["default"] = default
     return plain_schema({**root, "$defs": definitions})
+
+
+def _add_formats(kind: Any, schema: JSON, definitions: Any, seen: set[str]) -> None:
+    """Add the formats of dates with times, and of times, which msgspec gives to those alone that
+    must have a zone: as pydantic does, and as a grammar enforces them."""
+    types = msgspec.inspect
+    while isinstance(kind, types.Metadata):
+        kind = kind.type
+    if not isinstance(schema, dict):
+        return
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name in seen or name not in definitions:
+            return
+        seen.add(name)
+        schema = definitions[name]
+    inner: Iterable[tuple[Any, JSON]] = ()
+    match kind:
+        case types.DateTimeType(tz=None):
+            schema.setdefault("format", "date-time")
+        case types.TimeType(tz=None):
+            schema.setdefault("format", "time")
+        case types.DictType():
+            inner = [(kind.value_type, schema.get("additionalProperties"))]
+        case types.CollectionType():
+            inner = [(kind.item_type, schema.get("items"))]
+        case types.TupleType():
+            inner = zip(kind.item_types, schema.get("prefixItems", ()), strict=False)
+        case types.UnionType():
+            inner = _alternatives(kind, schema.get("anyOf", ()))
+        case _ if hasattr(kind, "fields"):
+            own = schema.get("properties", {})
+            rows = schema.get("prefixItems", ())  # a tag may come first
+            inner = [(each.type, own.get(each.encode_name)) for each in kind.fields if own]
+            kinds = [each.type for each in kind.fields]
+            inner += zip(reversed(kinds), reversed(rows), strict=False)
+    for each, its in inner:
+        _add_formats(each, its, definitions, seen)
+
+
+def _alternatives(kind: Any, schemas: Iterable[Any]) -> Iterable[tuple[Any, JSON]]:
+    """The types of a union with their schemas: structs stand together, behind the others."""
+    structs, others = list[Any](), list[Any]()
+    for each in kind.types:
+        bare = each
+        while isinstance(bare, msgspec.inspect.Metadata):
+            bare = bare.type
+        if isinstance(bare, msgspec.inspect.StructType) and not bare.array_like:
+            structs.append(each)
+        elif not isinstance(bare, msgspec.inspect.NoneType):
+            others.append(each)
+    found = list[JSON]()
+    for each in schemas:
+        found += each["anyOf"] if "discriminator" in each else [each]
+    return zip((*others, *structs), found, strict=False)
 
 
 def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:

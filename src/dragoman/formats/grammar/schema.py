@@ -85,7 +85,9 @@ _DAY = (  # of the Gregorian calendar
     r"(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}"
     r"(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
-_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # leap seconds are few, and of no hour
+_TIME = (  # leap seconds are few, and of no hour; a small model goes on with digits for ever
+    r"[0-9]{2}:[0-9]{2}:[0-5][0-9](?:\.[0-9]{1,9})?[Zz+-]"
+)
 _LABEL = "(?:[^.]{1,2}|[^.]{2}[^.-][^.]*|[^.]{3}(?:[^.-][^.]*)?)"  # of no other alphabet
 _HEX, _BYTE = "[0-9A-Fa-f]{1,4}", "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LAST = rf"(?:{_HEX}:{_HEX}|{_BYTE}(?:\.{_BYTE}){{3}})"
