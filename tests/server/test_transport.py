@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from fractions import Fraction
 from typing import Any
 
 import httpx2
@@ -238,3 +239,12 @@ async def test_a_body_with_many_log_probabilities_is_made_in_a_thread(end, monke
     else:
         await asyncio.sleep(0.01)
         assert not call.sent
+
+
+async def test_a_client_of_httpx_is_told_that_the_transport_is_for_httpx2() -> None:
+    given: Any = Fraction(1)  # of another library
+    made = transport(Stub())
+    with pytest.raises(TypeError, match=r"client of httpx2, and was given a fractions\.Fraction"):
+        await made.handle_async_request(given)
+    with pytest.raises(TypeError, match="client of httpx2"):
+        made.handle_request(given)

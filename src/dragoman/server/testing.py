@@ -57,6 +57,7 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         self._app = app
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        _check(request)
         return await _Call(self._app, request, await request.aread()).answered()
 
     async def aclose(self) -> None:
@@ -64,10 +65,18 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         await self._app.rest()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        _check(request)
         return LOOP.run(_Call(self._app, request, request.read()).answered)
 
     def close(self) -> None:
         LOOP.run(self.aclose)
+
+
+def _check(request: object) -> None:
+    """Raises TypeError for a request of httpx, whose clients take this transport, too."""
+    if not isinstance(request, httpx2.Request):
+        kind = f"{type(request).__module__}.{type(request).__qualname__}"
+        raise TypeError(f"this transport is for a client of httpx2, and was given a {kind}")
 
 
 class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
