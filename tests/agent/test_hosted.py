@@ -18,6 +18,7 @@ from dragoman.core.conversation import SILENCE
 from dragoman.core.event import Event, Started
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
+    RECORD,
     FunctionCall,
     FunctionCallOutput,
     Message,
@@ -594,6 +595,46 @@ def test_calls_of_the_last_round_stay_together_however_each_was_decided(first) -
         *((FunctionCall, "mcpr_1"), (FunctionCall, "mcpr_2")),
     ]
     assert sorted(made[5:]) == sorted([(FunctionCallOutput, denied), (FunctionCallOutput, "c0")])
+
+
+def test_calls_of_the_server_right_behind_a_call_of_the_client_are_of_its_round() -> None:
+    """Servers refuse a call whose result is not behind it; a client that stores the conversation
+    itself brings no records."""
+    fields = {"name": "buy", "arguments": "{}", "server_label": "x", "output": "1"}
+    said, own = Message("user", "Hm?"), FunctionCall("c", "f", "{}")
+
+    def seen(text: str) -> str:
+        """The conversation for the model: c calls, r results, o text, digits calls of a round."""
+        items: list[Any] = [said]
+        for sign in text:
+            number = len(items)
+            record = {"call_id": "h", "name": "buy", "arguments": "{}", "round": sign}
+            match sign:
+                case "c":
+                    items.append(own)
+                case "r":
+                    items.append(FunctionCallOutput("c", "1"))
+                case "o":
+                    items.append(Message("assistant", "Yes."))
+                case _:
+                    extra = {RECORD: record} if sign != "h" else None
+                    items.append(Unknown("responses", "mcp_call", fields, f"m{number}", extra))
+        signs = {FunctionCall: "c", FunctionCallOutput: "r", Message: "o"}
+        return "".join(signs[type(item)] for item in (for_model(items)[0] or ())[1:])
+
+    for sent, expected in {
+        "chhr": "cccrrr",
+        "cchrr": "cccrrr",
+        "hcr": "crcr",
+        "hchr": "crccrr",
+        "hochhr": "crocccrrr",
+        "crhh": "crcrcr",
+        "12": "crcr",
+        "112cr": "ccrrcrcr",
+        "c11r1": "cccrrrcr",
+        "1c22r": "crcccrrr",
+    }.items():
+        assert seen(sent) == expected, sent
 
 
 def test_a_decision_with_nothing_to_decide_is_no_end_with_the_assistant() -> None:

@@ -84,6 +84,32 @@ def test_reasoning_before_a_tool_of_the_server_is_not_there_twice() -> None:
     assert recalled(kept, *behind, CALL) == (*behind, ENCRYPTED_ITEM, CALL), "that of another step"
 
 
+def test_reasoning_of_a_tool_of_the_server_is_not_that_of_the_call_behind_it() -> None:
+    """Claude refuses thinking that is moved or there twice, and OpenAI such an item."""
+    bought = Unknown("responses", "mcp_call", {"name": "buy"}, id="mcp_1")
+    second = replace(ENCRYPTED_ITEM, summary=(Summary("Now a watch."),), id="rs_2")
+    for said in ((), (SAID,)):
+        for first in ((ENCRYPTED_ITEM,), ()):
+            whole = (ASK, *first, *said, bought, second, *said, CALL, RESULT)
+            kept = cache(*whole[1:-1])
+            assert recalled(kept, *whole) == whole
+            shown = tuple(readable(i) if isinstance(i, Reasoning) else i for i in whole)
+            assert recalled(kept, *(item for item in shown if item)) == whole, "only its text"
+            assert recalled(kept, ASK, *said, bought, *said, CALL, RESULT) == whole
+            assert recalled(kept, ASK, *said, CALL, RESULT) == (ASK, second, *said, CALL, RESULT)
+    use = Unknown("messages", "server_tool_use", {"id": "srvtoolu_1", "name": "web_search"})
+    found = Unknown("messages", "web_search_tool_result", {"tool_use_id": "srvtoolu_1"})
+    blocks = (ASK, ENCRYPTED_ITEM, use, found, second, CALL, RESULT)
+    assert recalled(cache(*blocks[1:-1]), ASK, use, found, CALL, RESULT) == blocks
+    both = Reasoning((Thought("A clock.\n\nNow a watch."),))
+    unseen = recalled(cache(ENCRYPTED_ITEM, bought, second, CALL), ASK, both, CALL)
+    assert unseen == (ASK, second, CALL), "as Chat shows them"
+    nameless = replace(bought, id=None, value={"id": 5})
+    for leads in ((ENCRYPTED_ITEM, second), (OPEN, Reasoning((Thought("Now a watch."),)))):
+        asked = (ASK, leads[0], nameless, leads[1], CALL, RESULT)
+        assert recalled(cache(*asked[1:-1]), *asked) == asked
+
+
 def test_p9_text_without_its_encrypted_content_is_completed() -> None:
     """Chat shows a summary as reasoning, and a client may bring that back."""
     shown = Reasoning((Thought(" A clock.\n\nI need a clock. "),))
@@ -309,6 +335,7 @@ def test_long_encrypted_content_is_known_by_its_ends(monkeypatch) -> None:
 
 # ---- laws ------------------------------------------------------------------------------------
 
+_hosted = st.builds(Unknown, st.just("responses"), st.just("mcp_call"), st.just({}))
 _plain = st.builds(Message, st.just("assistant"), strategies.text.filter(bool))
 
 
@@ -323,8 +350,9 @@ def answers(draw: st.DrawFn) -> list[list[Item]]:
             if draw(st.booleans()):
                 turn += [draw(_plain), *draw(st.lists(strategies.reasonings, max_size=1))]
             for call in range(draw(st.integers(1, 2))):
-                made = draw(strategies.function_calls | strategies.custom_calls)
-                turn.append(replace(made, call_id=f"call_{number}_{group}_{call}"))
+                made = draw(strategies.function_calls | strategies.custom_calls | _hosted)
+                name = "id" if isinstance(made, Unknown) else "call_id"
+                turn.append(replace(made, **{name: f"call_{number}_{group}_{call}"}))
         turns.append(turn)
     return turns
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Any
 
 from msgspec.structs import replace
@@ -363,7 +363,7 @@ def for_model(
     while begin and isinstance(items[begin - 1], Unknown | Call):
         begin -= 1
     in_place = set(map(id, items[begin:]))
-    for _, group in groupby(items, _round):
+    for group in _rounds(items):
         outputs: list[Item] = []
         for item in group:
             call = _record(item) if isinstance(item, Unknown) else None
@@ -418,10 +418,23 @@ def _is_silent(item: Unknown) -> bool:
 _OURS = frozenset((*PREFIXES, APPROVAL, ANSWER))
 
 
-def _round(item: Item) -> object:
-    """A key that the calls of one answer of the model share."""
-    call = _record(item) if isinstance(item, Unknown) else None
-    return call.round or id(item) if call is not None else id(item)
+def _rounds(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """The items, with those calls together that one answer of the model has made. Records name
+    their round, but where the client stores the conversation itself there are none: right behind a
+    client's call are those beside it, as the model goes on when the client has its result."""
+    group: list[Item] = []
+    round = ""
+    for item in items:
+        call = _record(item) if isinstance(item, Unknown) else None
+        own = call.round if call is not None else ""
+        beside = bool(group) and (isinstance(group[0], Call) or bool(own and own == round))
+        if group and not (call is not None and beside):
+            yield group
+            group = []
+        group.append(item)
+        round = own
+    if group:
+        yield group
 
 
 def _call(call: Recorded) -> FunctionCall:

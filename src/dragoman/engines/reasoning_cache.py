@@ -44,6 +44,10 @@ PER_ENTRY = 200
 """Overhead of a cache entry, in bytes."""
 
 
+_Made = Call | Unknown
+"""What a model has made: a call for the client, or one that its server runs, such as a search."""
+
+
 class _Led(Struct, frozen=True):
     """Reasoning before calls: before the text beside them, and after it; and a call's fields that
     only its wire has, such as Gemini's signature."""
@@ -135,19 +139,24 @@ class _Recording(Struct):
                     self.before += (item,)
             case Message():
                 self.has_text = True
-            case FunctionCall() | CustomToolCall():
+            case FunctionCall() | CustomToolCall() | Unknown() if _is_made(item):
                 if self.before or self.after:
                     self.weight = sum(len(repr(each)) for each in self.before + self.after)
                     self.led = _Led(self.model, self.before, self.after, size=self.weight)
-                led, key = self.led, _key(tenant, self.place, item)
+                self.before, self.after, self.has_text = (), (), False
+                led, call = self.led, _call(item)
+                if call is None:
+                    return
+                if led is None and call is not item:
+                    led = _Led(self.model)  # what leads to the next call is behind it
+                key = _key(tenant, self.place, call)
                 own = PER_ENTRY + len(tenant) + sum(map(len, key[2:]))
-                if item.extra is not None:
-                    led = replace(led or _Led(self.model), extra=item.extra)
-                    own += len(repr(item.extra))
+                if call.extra is not None:
+                    led = replace(led or _Led(self.model), extra=call.extra)
+                    own += len(repr(call.extra))
                 if led is not None:
                     cache.led.put(key, led, own + self.weight, tenant)
                     cache.latest.put(key[:3], key, own, tenant)
-                self.before, self.after, self.has_text = (), (), False
 
 
 class _Restoring(Struct):
@@ -179,26 +188,35 @@ class _Restoring(Struct):
         """The next item of the request."""
         if "turn" in (item.extra or {}):  # a mark for the beginning of a turn right after another
             self.start = len(self.items)
+        elif isinstance(item, Reasoning) and self.items and isinstance(self.items[-1], Unknown):
+            self.start = len(self.items)  # it leads to what follows
         match item:
-            case FunctionCall() | CustomToolCall():
-                self.items[self.start :] = self._with_reasoning(self.items[self.start :], item)
+            case FunctionCall() | CustomToolCall() | Unknown() if _is_made(item):
+                led = self._find(item)
+                if led is None and isinstance(item, Unknown):
+                    self.items.append(item)  # what led to it may be the next call's
+                    return
+                given = self._with_reasoning(self.items[self.start :], item, led)
+                self.items[self.start :] = given
                 self.start = len(self.items)
             case Reasoning() if is_opaque(item):
                 maker = self.cache.makers.get((self.tenant, _digest(item)))
                 self.items += self._readable((item,), maker or self.model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
-            case Unknown(kind=kind) if not kind.endswith(("_output", "_response")):
-                self.items.append(item)  # the model's, as a search that its server ran
             case _:
                 self.items.append(item)
                 self.start = len(self.items)
                 self.place = place_behind(self.place, (item,))
 
-    def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
-        """A call and the items before it, with its reasoning: once, unless it is there."""
+    def _find(self, made: _Made) -> _Led | None:
+        if (call := _call(made)) is None:
+            return None
         self.left -= len(call.text)
-        led = self.cache.find(self.tenant, self.place, call, min(RESPELLED, self.left))
+        return self.cache.find(self.tenant, self.place, call, min(RESPELLED, self.left))
+
+    def _with_reasoning(self, stretch: Sequence[Item], call: _Made, led: _Led | None) -> list[Item]:
+        """A call and the items before it, with its reasoning: once, unless it is there."""
         if led is not None and led.extra is not None and led.model == self.model:
             call = replace(call, extra=led.extra | (call.extra or {}))
         given, first = [*stretch, call], led and (led.before or led.after)
@@ -230,9 +248,10 @@ def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
         return False
     items = led.before + led.after
     parts = (p.text for i in items for p in (*i.summary, *i.content) if hasattr(p, "text"))
-    known = ((item.text for item in items), parts)
+    known = [_squeezed(item.text for item in items), _squeezed(parts)]
     text = _squeezed(item.text for item in brought)
-    return text in map(_squeezed, known)
+    # Before it, that of the server's own calls may be, which some clients do not see.
+    return text in known or text.endswith(tuple(filter(None, known)))
 
 
 def _squeezed(texts: Iterable[str]) -> str:
@@ -244,6 +263,20 @@ def _marked(item: Item, mark: object) -> Item:
     """An item with this mark of a turn, or with none."""
     extra = {name: value for name, value in (item.extra or {}).items() if name != "turn"}
     return replace(item, extra=(extra if mark is None else extra | {"turn": mark}) or None)
+
+
+def _is_made(item: _Made) -> bool:
+    """Whether the model has made an item, which is none of a client's results."""
+    return not isinstance(item, Unknown) or not item.kind.endswith(("_output", "_response"))
+
+
+def _call(made: _Made) -> Call | None:
+    """The call that identifies what a model has made, where it has an id."""
+    if not isinstance(made, Unknown):
+        return made
+    named = (made.value.get("id"), made.value.get("tool_use_id"), made.id)
+    id = next((each for each in named if isinstance(each, str)), None)
+    return None if id is None else FunctionCall(id, made.kind, "")
 
 
 def _key(tenant: str, place: int | None, call: Call) -> _Key:
