@@ -14,9 +14,10 @@ from dragoman.core.request import Request
 from dragoman.engines.reasoning import RetryingReasoning
 from dragoman.engines.script import Script, spoken
 from dragoman.server.limits import Budget
+from dragoman.server.state import run as running
 from dragoman.server.state.run import Run
 from dragoman.server.state.service import Memory, Plan
-from dragoman.stores.base import APART, Paging, Record, StoreError
+from dragoman.stores.base import APART, LogSegment, Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
 from tests.answers import answer
@@ -153,6 +154,53 @@ async def test_run_holds_what_is_not_stored_and_late_follower_gets_all_events(st
         await asyncio.sleep(0.05)
         gate.set()
         assert (await late).body == (await server.get(f"/{id}?stream=true")).body
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["stream", "background"])
+async def test_what_waits_for_a_failing_store_is_not_packed_again_each_time(
+    background, store: Store, monkeypatch
+) -> None:
+    monkeypatch.setattr(running, "RETRY", 0.001)
+    monkeypatch.setattr(running, "BEHIND", 0.001)
+    monkeypatch.setattr(running, "PIECE", 10_000)
+    packed, away = list[int](), True
+    append, count, size = store.append, 100, 1_000
+
+    async def tried(id: str, segment: LogSegment, *more: Any) -> None:
+        packed.append(len(segment.events))
+        if away:
+            raise StoreError("No answer came in time.", "SQLite")
+        await append(id, segment, *more)
+
+    monkeypatch.setattr(store, "append", tried)
+    gate = asyncio.Event()
+    text = [cue for _ in range(count) for cue in (word("a" * size), 0.002)]
+    async with (
+        asyncio.timeout(BOUND),
+        storing(Stub(*OPENING, *text, gate, *closing("a" * count * size)), store) as server,
+    ):
+        asking = asyncio.create_task(server.ask(stream=True, background=background))
+        while not server.memory.runs.live:
+            await asyncio.sleep(0)
+        (live,) = server.memory.runs.live.values()
+        while live.first + len(live.events) < len(OPENING) + count:
+            live._size = size * len(live.events)  # as of what an upstream sends
+            await asyncio.sleep(0.001)
+        first, tries = packed[0], len(packed)
+        assert tries > 10
+        assert set(packed) == {first}
+        assert first < count // 2
+        away = False
+        while live._stored < len(OPENING) + count:
+            await asyncio.sleep(0.001)
+        assert max(packed[tries:]) <= max(first, 10 + len(OPENING))
+        gate.set()
+        body = (await asking).body
+        assert b"x-dragoman-loss" not in body
+        log = [event for each in await store.log(live.record.id) for event in each.events]
+        assert len(log) == len(OPENING) + count + len(closing(""))
+        replay = await server.get(f"/resp_{live.record.id}?stream=true")
+        assert frames(replay.body) == frames(body)
 
 
 async def test_a_follower_reads_the_log_when_there_is_room_for_it(store: Store) -> None:

@@ -2,8 +2,7 @@
 
 A run is a sink between an engine and its readers. In the foreground events are sent to the client
 as they come and stored a moment later, except the last ones: when a client has the end, the answer
-is stored. In the background events are stored before they are sent. `Runs` renews the leases of
-runs, and ends those of servers that died.
+is stored. In the background they are stored before they are sent. `Runs` also keeps leases.
 """
 
 from __future__ import annotations
@@ -54,6 +53,8 @@ LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before checking that it is running."""
 SEGMENTS = 4
 """Segments of a log that are read at once for a client that may read slowly."""
+PIECE = 1024 * 1024
+"""Bytes of an answer that are stored at once, while it is generated; about as many."""
 MANY = 640
 """Values and text of an event after which a client is waited for."""
 PATIENCE = 5.0
@@ -75,8 +76,8 @@ class Run:
     """Passes the events of one answer on to the store and to its readers.
 
     `events` are the last ones: earlier ones are only in the store. The first `visible` of all may
-    be sent. `ended` is true once nothing more comes and everything possible is stored. With `put`
-    the answer cannot be retrieved before its end, and is stored in one write.
+    be sent. `ended`: nothing more comes and everything possible is stored. With `put` the answer
+    cannot be retrieved before its end, and is stored in one write.
     """
 
     ended = False
@@ -103,7 +104,8 @@ class Run:
         self._beginning: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._changed: asyncio.Event | None = None  # set for new events, where a reader waits
-        self._appended = 0  # what `_size` was when its events were stored last
+        self._appended = 0  # what `_size` was when all its events were stored last
+        self._tried: tuple[int, int] | None = None  # events of a write, `_appended` after it
         self._size = 0  # bytes of a large answer
         self._count: Callable[[int], None] | None = None  # of the caller
         self.fold = Fold()
@@ -116,8 +118,7 @@ class Run:
     # ---- the handle, for the reader -------------------------------------------------------
 
     def start(self, engine: Engine, request: Request, caller: Caller, sink: Sink | None) -> Handle:
-        """Start the engine, for this reader: none in the background, where the run is in the
-        store already."""
+        """Start the engine, for this reader: none in the background, where the run is stored."""
         if self._complete:  # it was stopped before its turn
             return self
         self._sink = sink
@@ -152,8 +153,7 @@ class Run:
         self.abandon(CANCELLED)
 
     def abandon(self, fault: Fault) -> None:
-        """Detach the reader, which receives nothing more. Received events are stored, with
-        this end; a run whose reader got nothing is not stored."""
+        """Detach the reader. What came is stored, with this end, unless the reader got nothing."""
         self._sink = None
         self.stop(fault)
 
@@ -255,10 +255,9 @@ class Run:
     async def _write_ahead(self) -> None:
         """Store the new events, then make them visible; the last are stored with the response."""
         while self._stored < self.first + len(self.events) and not (self._broken or self._complete):
-            before = self._stored
             await self._write()
             self._show(self._stored)
-            if self._stored == before:  # the store failed: the events wait here
+            if self._tried:  # the store failed: the events wait here
                 await asyncio.sleep(RETRY)
 
     async def _write(self) -> None:
@@ -267,31 +266,39 @@ class Run:
         # Drop what the last write stored: followers have had time to read it.
         del self.events[: self._stored - self.first]
         self.first = self._stored
-        events = tuple(self.events)
-        coming = iter(events[self._folded - self.first :])
+        coming = iter(self.events[self._folded - self.first :])
         try:
             self.fold.feed_all(coming)
         except Exception as error:
             self._cut(error, len(tuple(coming)))
             return
-        self._folded = self.first + len(events)
+        self._folded = self.first + len(self.events)
+        # What failed is tried again alone: what came since would be packed again each time.
+        self._tried = count, appended = self._tried or self._piece()
+        record, size = self.record, self._size - self._appended
+        segment = LogSegment(self._stored, tuple(self.events[:count]), self._runs.owner)
         try:
-            segment = LogSegment(self._stored, events, self._runs.owner)
-            record, size = self.record, self._size - self._appended
             await self._runs.store.append(record.id, segment, size, record.tenant)
-            self._appended = self._size
-            self._stored += len(events)
-        except ConflictError:  # it was deleted, or ended by another server
-            self._broken = True
-        except StoreError:
-            if not self.record.background:
-                self._runs.write_soon(self)
-        if not self.record.background:
+        except StoreError as error:  # a conflict: it was deleted, or ended elsewhere
+            self._broken |= isinstance(error, ConflictError)
+        else:
+            self._appended, self._tried = appended, None
+            self._stored += count
+        if not record.background:
             self._writing = None
+            if self._tried:
+                self._runs.write_soon(self)
+            elif self._stored < self._folded:
+                self.write_behind()
+
+    def _piece(self) -> tuple[int, int]:
+        """How many events are stored next, of much that waits by their mean size."""
+        count, most = len(self.events), PIECE * self._folded // (self._size or 1) or 1
+        whole = count <= most or self._size - self._appended <= PIECE
+        return (count, self._size) if whole else (most, self._appended)
 
     def _cut(self, error: Exception, left: int) -> None:
-        """Drop an event that is out of order, and all that follow it; the run ends
-        there."""
+        """Drop an event that is out of order, and all that follow it; the run ends there."""
         fault = fault_from(error)
         del self.events[-1 - left :]
         self._folded = self.first + len(self.events)
@@ -318,9 +325,8 @@ class Run:
             self._cut(error, len(tuple(coming)))
         record, response = self.record, self.fold.response
         self.response = response
-        turn: tuple[Item, ...] = ()  # what it adds to its conversation
-        if record.conversation is not None and response.status == "completed":
-            turn = self._turn + response.output
+        adds = record.conversation is not None and response.status == "completed"
+        turn = self._turn + response.output if adds else ()  # for its conversation
         if self._broken:
             self._ended()
             return
@@ -399,9 +405,8 @@ class Runs:
     """The runs of this server.
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
-    of ended. One with events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `requeue`, `budget`, which accounts for bytes, and
-    `places`, the queue of background runs, by the application.
+    of ended. One with events never is: nothing is answered twice. `launch` is set by the responder,
+    and `requeue`, `budget`, which accounts for bytes, and `places`, a queue, by the application.
     """
 
     def __init__(
@@ -435,7 +440,7 @@ class Runs:
         return Run(record, self, turn, put)
 
     def write_soon(self, run: Run) -> None:
-        """Schedule a run to store its events, with all other runs, so that they share a commit."""
+        """Schedule a run to store its events, with all others, so that they share a commit."""
         self.behind[run] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
@@ -460,8 +465,7 @@ class Runs:
     ) -> None:
         run.begun, run.turn = True, turn
         self.live[run.record.id] = run
-        rest = self._when_due(run, turn, request, caller)
-        run.task = asyncio.get_running_loop().create_task(rest)
+        run.task = asyncio.create_task(self._when_due(run, turn, request, caller))
 
     async def _when_due(
         self, run: Run, turn: asyncio.Future[None], request: Request | None, caller: Caller
@@ -548,16 +552,13 @@ class Runs:
         return driver
 
     async def held(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Call the store, with retries for a while, but not beyond a
-        shutdown. Raises StoreError."""
+        """Call the store, with retries for a while, until a shutdown. Raises StoreError."""
         end = time.monotonic() + seconds
         while True:
             try:
                 return await ask()
-            except ConflictError:
-                raise
-            except StoreError:
-                if self._over or time.monotonic() > end:
+            except StoreError as error:
+                if isinstance(error, ConflictError) or self._over or time.monotonic() > end:
                     raise
             await asyncio.sleep(RETRY)
 
@@ -623,7 +624,7 @@ class Runs:
                     await run.finished()
 
     async def _keep_up(self) -> None:
-        # The store may have been away: owners get time to renew their leases.
+        # The store may have been away, or fail: owners get time to renew their leases.
         swept, calm, sweeping = -math.inf, time.monotonic() + self.lease, None
         await self._tended(self.store.clock())
         clock = self.store.now()
@@ -634,7 +635,6 @@ class Runs:
                 if clock - before > max(self.lease / 2, 1):
                     # The clock was set, or this machine slept: owners have not renewed either.
                     calm = time.monotonic() + self.lease
-                # After a failure of the store, owners get time to renew their leases.
                 if time.monotonic() > calm and not await self._tended(self._end_orphans()):
                     calm = time.monotonic() + self.lease
                 if sweeping is None or sweeping.done():  # leases do not wait for it
@@ -696,5 +696,5 @@ class Runs:
         response = await self.store.apart(8 * len(events), fold, events)  # many take long
         rest, size = LogSegment(stored, tuple(events[stored:]), self.owner), size_of(response)
         end = self.announce(record, response) if record.background else ()
-        finish, place = self.store.finish, record.place
-        await finish(record.id, response, rest, (), end, size, record.tenant, place)
+        given = record.id, response, rest, (), end, size, record.tenant, record.place
+        await self.store.finish(*given)
