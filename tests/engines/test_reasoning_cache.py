@@ -78,6 +78,9 @@ def test_reasoning_before_a_tool_of_the_server_is_not_there_twice() -> None:
     assert recalled(kept, *asked) == asked
     assert recalled(kept, ASK, search, CALL, RESULT) == asked, "which a client left out"
     assert recalled(kept, ASK, CALL, RESULT) == (ASK, ENCRYPTED_ITEM, CALL, RESULT)
+    shown = Unknown("responses", "tool_search_output", {"tools": []})
+    asked = (ASK, ENCRYPTED_ITEM, shown, CALL, RESULT)
+    assert recalled(kept, *asked) == asked
     taken = Unknown("responses", "computer_call_output", {"call_id": "call_0"})
     earlier = Reasoning((Thought("Look."),))
     behind = (ASK, earlier, taken)

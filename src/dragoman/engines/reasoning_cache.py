@@ -172,6 +172,7 @@ class _Restoring(Struct):
     size: int = 0  # of what was restored
     left: int = READ  # characters of arguments
     restored: set[int] = set()  # reasoning of calls, by its identity
+    brought: set[bytes] = set()  # what the client brought that is opaque, by its digest
 
     def all(self, items: tuple[Item, ...]) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
         """Restore the items of a request, and report the losses."""
@@ -200,7 +201,8 @@ class _Restoring(Struct):
                 self.items[self.start :] = given
                 self.start = len(self.items)
             case Reasoning() if is_opaque(item):
-                maker = self.cache.makers.get((self.tenant, _digest(item)))
+                self.brought.add(digest := _digest(item))
+                maker = self.cache.makers.get((self.tenant, digest))
                 self.items += self._readable((item,), maker or self.model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
@@ -223,6 +225,11 @@ class _Restoring(Struct):
         if led is None or not first or id(first) in self.restored:
             return given
         self.restored.add(id(first))
+        there = (
+            _digest(each) in self.brought for each in led.before + led.after if is_opaque(each)
+        )
+        if self.brought and any(there):
+            return given  # it stands before a tool of the server, with what that showed
         self.size += led.size
         brought = [item for item in stretch if isinstance(item, Reasoning)]
         if brought and not _is_text_of(brought, led):
