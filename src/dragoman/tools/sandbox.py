@@ -187,6 +187,7 @@ class Monty:
         if self._open:
             self._open = False
             await self._pool.__aexit__(None, None, None)
+            await asyncio.sleep(0.1)  # its threads outlive that, and abort a process that ends
 
 
 class _MontyInterpreter:
