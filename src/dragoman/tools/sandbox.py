@@ -148,8 +148,7 @@ class Monty:
             raise ImportError(f"{NO_MONTY} Its program does not run: {reason}") from None
         # A process serves one container, and is never reused.
         self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
-        self._lock = asyncio.Lock()
-        self._open = False
+        self._lock, self._open = asyncio.Lock(), False
 
     def interpreter(self) -> Interpreter:
         """A new one."""
