@@ -363,10 +363,13 @@ def for_model(
     while begin and isinstance(items[begin - 1], Unknown | Call):
         begin -= 1
     in_place = set(map(id, items[begin:]))
+    at, waits = 0, False  # where that begins for the model, and whether a call of it is to be run
     for group in _rounds(items):
         outputs: list[Item] = []
         for item in group:
             call = _record(item) if isinstance(item, Unknown) else None
+            if begin < len(items) and item is items[begin]:
+                at = len(found) - len([*takewhile(_is_reasoning, reversed(found))])
             if not isinstance(item, Unknown) or call is None:
                 found.append(item)
             elif item.kind != APPROVAL:
@@ -386,6 +389,7 @@ def for_model(
                     decisions[call.call_id] = True
                     if id(item) in in_place:
                         found.append(made)
+                        waits = True
                         continue
                     thoughts = [*takewhile(_is_reasoning, reversed(found))][::-1]
                     late += [*thoughts, made]
@@ -396,6 +400,8 @@ def for_model(
                     result = FunctionCallOutput(call.call_id, GONE if gone else words)
                     (denied if id(item) in in_place else outputs).append(result)
         found += outputs
+    if waits:  # calls that are to be run stand together, with their results behind the last
+        found[at:at], late = late, []
     seen = with_answers([*found, *denied, *late])
     last = seen[-1] if seen else Message("assistant")
     if decided and isinstance(last, Message) and last.role == "assistant":
