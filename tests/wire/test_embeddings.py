@@ -66,3 +66,10 @@ def test_invalid_answer_is_a_fault_of_the_upstream(said, words) -> None:
     fault: Fault = caught.value.fault
     assert words in fault.message
     assert fault.code in ("upstream_error", "upstream_refused")
+
+
+def test_base64_is_of_little_endian_bytes_on_any_machine(monkeypatch) -> None:
+    monkeypatch.setattr(embeddings.sys, "byteorder", "big")  # which has them the other way round
+    body = b'{"data": [{"index": 0, "embedding": [0.5]}]}'
+    (entry,) = json.load(json.dump(embeddings.decode_response(body, "base64")))["data"]
+    assert b64decode(entry["embedding"]) == struct.pack(">f", 0.5)

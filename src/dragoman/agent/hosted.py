@@ -360,7 +360,7 @@ def for_model(
     begin = len(items)  # of the last round, behind which only its results may be
     while begin and isinstance(items[begin - 1], CallOutput):
         begin -= 1
-    while begin and isinstance(items[begin - 1], Unknown | Call):
+    while begin and (isinstance(last := items[begin - 1], Call) or _asks(last, done)):
         begin -= 1
     in_place = set(map(id, items[begin:]))
     at, waits = 0, False  # where that begins for the model, and whether a call of it is to be run
@@ -377,7 +377,7 @@ def for_model(
                 cut = item.value.get("status") in ("in_progress", "incomplete")
                 given = INTERRUPTED if cut else call.output or ""
                 outputs.append(FunctionCallOutput(call.call_id, given))
-            elif (item.id or "") not in done:
+            elif _asks(item, done):
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
                 )
@@ -403,10 +403,15 @@ def for_model(
     if waits:  # calls that are to be run stand together, with their results behind the last
         found[at:at], late = late, []
     seen = with_answers([*found, *denied, *late])
-    last = seen[-1] if seen else Message("assistant")
-    if decided and isinstance(last, Message) and last.role == "assistant":
+    end = seen[-1] if seen else Message("assistant")
+    if decided and isinstance(end, Message) and end.role == "assistant":
         seen.append(Message("user", SILENCE))  # nothing was left to decide
     return tuple(seen), decisions
+
+
+def _asks(item: Item, done: set[str]) -> bool:
+    """Whether an item asks the user about a call that was not run since."""
+    return isinstance(item, Unknown) and item.kind == APPROVAL and (item.id or "") not in done
 
 
 def _is_reasoning(item: Item) -> bool:
