@@ -132,8 +132,10 @@ def test_with_a_key_any_address_will_do() -> None:
 async def test_connections_whose_client_has_vanished_are_dropped() -> None:
     aborted: list[str] = []
 
-    def connection(name: str, unacknowledged: int, silent: int, *, closing: bool = False) -> Any:
-        info = bytes(24) + unacknowledged.to_bytes(4, sys.byteorder)
+    def connection(
+        name: str, unacknowledged: int, silent: int, *, again: int = 5, closing: bool = False
+    ) -> Any:
+        info = bytes((0, 0, again)) + bytes(21) + unacknowledged.to_bytes(4, sys.byteorder)
         info += bytes(28) + silent.to_bytes(4, sys.byteorder)
         sock = SimpleNamespace(getsockopt=lambda *asked: info)
         transport = SimpleNamespace(
@@ -150,6 +152,7 @@ async def test_connections_whose_client_has_vanished_are_dropped() -> None:
         connection("vanished", 3, 2_001),
         connection("slow", 3, 40),
         connection("idle", 0, 90_000),
+        connection("sent just now", 3, 90_000, again=0),
         connection("closing", 3, 90_000, closing=True),
     ]
     server.server_state.connections = connections
@@ -166,8 +169,8 @@ async def test_connections_whose_client_has_vanished_are_dropped() -> None:
         assert client.recv(1) == b"x"
         await asyncio.sleep(0.1)
         info = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-    unacknowledged, silent = TCP_INFO.unpack_from(info)
-    assert (unacknowledged, 90 <= silent < 60_000) == (0, True)
+    again, unacknowledged, silent = TCP_INFO.unpack_from(info)
+    assert (again, unacknowledged, 90 <= silent < 60_000) == (0, 0, True)
 
 
 def test_taken_port_is_skipped_unless_explicit() -> None:

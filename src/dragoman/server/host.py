@@ -39,9 +39,9 @@ FILES = 8_192
 """The files and connections that a process may have open, where the system's hard limit allows."""
 SILENT = 60
 """Seconds of silence after which the kernel asks a client for a sign of life."""
-TCP_INFO = Struct("24x I 28x I")
-"""Of what Linux says of a connection: packets that are not acknowledged, and milliseconds since the
-last acknowledgement (`struct tcp_info` in `linux/tcp.h`)."""
+TCP_INFO = Struct("2x B 21x I 28x I")
+"""Of what Linux says of a connection: how often it was sent again in vain, packets that are not
+acknowledged, and milliseconds since the last acknowledgement (`struct tcp_info`, `linux/tcp.h`)."""
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
@@ -462,8 +462,9 @@ class Server(uvicorn.Server):
                 continue
             sock = transport.get_extra_info("socket")
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-            unacknowledged, silent = TCP_INFO.unpack_from(info)
-            if unacknowledged and silent > 1000 * self._stall:
+            again, unacknowledged, silent = TCP_INFO.unpack_from(info)
+            # The first bytes after a silence are not acknowledged yet, either.
+            if again > 2 and unacknowledged and silent > 1000 * self._stall:
                 transport.abort()
 
     def _orphaned(self) -> None:

@@ -559,14 +559,17 @@ class PostgresPubSub(PubSub):
     async def listen(self) -> None:
         if time.monotonic() < self._deaf_until:
             return
+        before, self._deaf_until = (
+            self._deaf_until,
+            time.monotonic() + DEAF,
+        )  # others poll meanwhile
         try:
             await self._store.listen(self._received)
             self._deaf_until = 0.0
         except StoreError as error:
-            if not self._deaf_until:
+            if not before:
                 told = "Until it listens, what other servers write is looked for each second"
                 _log.warning("%s %s.", error, told)
-            self._deaf_until = time.monotonic() + DEAF
 
     def _received(self, connection: Any, process: int, channel: str, name: object) -> None:
         self.notify(str(name))
