@@ -307,6 +307,7 @@ def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
         Model("script", temperature="0")
     with pytest.raises(TypeError, match="max_output_tokens: Expected `int "):
         lm.with_sampling_params(max_tokens="5")
+    Model("script", logit_bias={50256: -100})  # as for OpenAI's SDK
 
 
 def test_limits_around_a_program_apply_to_what_it_generates() -> None:

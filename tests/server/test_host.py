@@ -132,9 +132,7 @@ def test_with_a_key_any_address_will_do() -> None:
 async def test_connections_whose_client_has_vanished_are_dropped() -> None:
     aborted: list[str] = []
 
-    def connection(
-        name: str, unacknowledged: int, silent: int, *, again: int = 5, closing: bool = False
-    ) -> Any:
+    def connection(name: str, unacknowledged: int, silent: int, again: int, closing: bool) -> Any:
         info = bytes((0, 0, again)) + bytes(21) + unacknowledged.to_bytes(4, sys.byteorder)
         info += bytes(28) + silent.to_bytes(4, sys.byteorder)
         sock = SimpleNamespace(getsockopt=lambda *asked: info)
@@ -149,11 +147,11 @@ async def test_connections_whose_client_has_vanished_are_dropped() -> None:
     server = Server(App(Stub(), settings), settings)
     server._loop = asyncio.get_running_loop()
     connections: Any = [
-        connection("vanished", 3, 2_001),
-        connection("slow", 3, 40),
-        connection("idle", 0, 90_000),
-        connection("sent just now", 3, 90_000, again=0),
-        connection("closing", 3, 90_000, closing=True),
+        connection("vanished", 3, 2_001, 5, False),
+        connection("slow", 3, 40, 5, False),
+        connection("idle", 0, 90_000, 5, False),
+        connection("sent just now", 3, 90_000, 0, False),
+        connection("closing", 3, 90_000, 5, True),
     ]
     server.server_state.connections = connections
     server._drop_vanished()

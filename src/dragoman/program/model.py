@@ -364,6 +364,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     """Raises TypeError for a setting of the wrong type, in the words of a client's."""
     named = {"effort": "reasoning", "max_tokens": "max_output_tokens"}
     given = {named.get(name, name): each for name, each in settings.items()}
+    given.pop("logit_bias", None)  # its ids may be numbers, as for OpenAI's SDK
     build_request((), given, stream=True)
 
 
