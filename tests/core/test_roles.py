@@ -78,3 +78,12 @@ def test_refusals_of_any_length_are_read() -> None:
     assert strictness("roles must alternate" + "x" * 10**6) == ALTERNATING
     assert strictness("x" * 10**6 + "roles must alternate") == 0
     assert strictness("Only user and assistant roles are supported, got system.") == NO_SYSTEM
+
+
+def test_what_an_assistant_said_and_thought_before_a_call_is_no_turn_of_its_own() -> None:
+    look, stop = Message("user", "Look."), Message("user", "Stop.")
+    said, understood = Message("assistant", "I look."), Message("assistant", "Understood.")
+    begun = (look, THOUGHT, said, *CALLED)
+    assert alternating(Request(model="m", items=(*begun, stop))).items == (*begun, understood, stop)
+    greeted = alternating(Request(model="m", items=(THOUGHT, said)))
+    assert greeted.items == (Message("user", "Continue."), THOUGHT, said)
