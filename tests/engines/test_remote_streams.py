@@ -251,16 +251,23 @@ async def test_what_is_large_is_decoded_in_a_thread(name, streamed, monkeypatch)
     assert apart
 
 
-@pytest.mark.parametrize("moment", ["pause", "cancel"])
-async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, monkeypatch) -> None:
+@pytest.fixture
+def held(monkeypatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set once a thread is to decode, and to let it."""
     started, go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
 
-    async def held(work: Any, *given: Any) -> Any:
+    async def when_let(work: Any, *given: Any) -> Any:
         started.set()
         await go_on.wait()
         return await to_thread(work, *given)
 
-    monkeypatch.setattr(asyncio, "to_thread", held)
+    monkeypatch.setattr(asyncio, "to_thread", when_let)
+    return started, go_on
+
+
+@pytest.mark.parametrize("moment", ["pause", "cancel"])
+async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, held) -> None:
+    started, go_on = held
     async with remote(LARGE_ANSWERS["in one event"]) as (engine, _), nothing_left():
         receiver = Receiver()
         receiver.start(engine, asking(stream=True))
@@ -276,15 +283,8 @@ async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, mo
             assert fold(await receiver.end()).text == WORDS
 
 
-async def test_what_came_while_a_thread_decoded_is_read_after_a_pause(monkeypatch) -> None:
-    started, go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
-
-    async def held(work: Any, *given: Any) -> Any:
-        started.set()
-        await go_on.wait()
-        return await to_thread(work, *given)
-
-    monkeypatch.setattr(asyncio, "to_thread", held)
+async def test_what_came_while_a_thread_decoded_is_read_after_a_pause(held, monkeypatch) -> None:
+    started, go_on = held
     monkeypatch.setattr(Connection, "pause", lambda self: None)  # uvloop has read on by then
     reply = Reply(LARGE_ANSWERS["in one event"].pieces, pause=0.02)
     async with remote(reply) as (engine, _), nothing_left():

@@ -145,7 +145,7 @@ async def test_followers_of_other_servers_poll_where_there_is_no_connection_to_l
     assert len(attempts) <= 12
     assert len(caplog.messages) == 1
     assert "no more connections" in caplog.text
-    assert "is looked for each second" in caplog.text
+    assert "is polled for each second" in caplog.text
     monkeypatch.setattr(store, "_connection", connection)
     await asyncio.sleep(0.4)
     waiting = asyncio.create_task(store.wait("a", 2, 60.0))

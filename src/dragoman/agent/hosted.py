@@ -362,13 +362,13 @@ def for_model(
         begin -= 1
     while begin and (isinstance(last := items[begin - 1], Call) or _asks(last, done)):
         begin -= 1
-    in_place = set(map(id, items[begin:]))
-    at, waits = 0, False  # where that begins for the model, and whether a call of it is to be run
+    number, at, waits = -1, 0, False  # where that begins for the model, and if calls are to be run
     for group in _rounds(items):
         outputs: list[Item] = []
         for item in group:
+            number += 1
             call = _record(item) if isinstance(item, Unknown) else None
-            if begin < len(items) and item is items[begin]:
+            if number == begin:
                 at = len(found) - len([*takewhile(_is_reasoning, reversed(found))])
             if not isinstance(item, Unknown) or call is None:
                 found.append(item)
@@ -387,7 +387,7 @@ def for_model(
                 gone = allowed if runner is None else runner.find(made) is None
                 if allowed and not gone:
                     decisions[call.call_id] = True
-                    if id(item) in in_place:
+                    if number >= begin:
                         found.append(made)
                         waits = True
                         continue
@@ -398,7 +398,7 @@ def for_model(
                     found.append(made)
                     words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
                     result = FunctionCallOutput(call.call_id, GONE if gone else words)
-                    (denied if id(item) in in_place else outputs).append(result)
+                    (denied if number >= begin else outputs).append(result)
         found += outputs
     if waits:  # calls that are to be run stand together, with their results behind the last
         found[at:at], late = late, []

@@ -16,12 +16,12 @@ from .lower import joined
 from .request import Request
 
 ALTERNATING, NO_SYSTEM = 1, 2
-"""How strict a template is: users and assistants must alternate, or nobody else may speak."""
+"""How strict a template is: user and assistant must alternate, and it may have no system role."""
 BETWEEN: dict[Role, Message] = {
     "user": Message("assistant", "Understood."),
     "assistant": Message("user", "Continue."),
 }
-"""What is said before somebody whose turn it is not, as behind the results of tools."""
+"""The message inserted before one of this role that is out of turn, as behind results of tools."""
 WHY = {
     ALTERNATING: "messages are joined, as the model takes none but alternating roles",
     NO_SYSTEM: "system messages are sent as the user's, as the model takes none",

@@ -70,7 +70,7 @@ LATE_USAGE = 0.25
 
 _CALLS = (FunctionCall, CustomToolCall)
 _SUMMARY = "ReasoningOptions.summary"
-_TELLING = frozenset((b"server", b"x-dragoman-loss", *CODINGS))
+_NOTED = frozenset((b"server", b"x-dragoman-loss", *CODINGS))
 JSON_BODY = ("content-type", "application/json")
 
 
@@ -159,7 +159,7 @@ class UpstreamAnswer(Struct, eq=False):
                     return
                 upstream = self._remote.upstream
                 for name, value in connection.headers:
-                    if name not in _TELLING:
+                    if name not in _NOTED:
                         continue
                     if name == b"server" and value != upstream.server_header:
                         upstream.note(value)

@@ -412,7 +412,7 @@ class Server(uvicorn.Server):
         gc.set_threshold(*COLLECTED)
         # While large requests are decoded in threads, the loop's thread waits less for the GIL.
         sys.setswitchinterval(0.001)
-        if hasattr(socket, "TCP_INFO"):
+        if sys.platform == "linux":  # others have other fields
             self._drop_vanished()
         if trim := _trimmer():
             self._give_back(trim, _resident() + SPARE)

@@ -557,19 +557,17 @@ class PostgresPubSub(PubSub):
         await self._store._read(statement, self._store.schema, list(names))
 
     async def listen(self) -> None:
-        if time.monotonic() < self._deaf_until:
+        before, now = self._deaf_until, time.monotonic()
+        if now < before:
             return
-        before, self._deaf_until = (
-            self._deaf_until,
-            time.monotonic() + DEAF,
-        )  # others poll meanwhile
+        self._deaf_until = now + DEAF  # others poll meanwhile
         try:
             await self._store.listen(self._received)
             self._deaf_until = 0.0
         except StoreError as error:
             if not before:
-                told = "Until it listens, what other servers write is looked for each second"
-                _log.warning("%s %s.", error, told)
+                instead = "Until it listens, what other servers write is polled for each second"
+                _log.warning("%s %s.", error, instead)
 
     def _received(self, connection: Any, process: int, channel: str, name: object) -> None:
         self.notify(str(name))
